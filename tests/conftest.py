@@ -34,6 +34,17 @@ settings.load_profile("unhurried")  # a busy machine is no failure
 FEW = 2  # cases of a table that are run with less effort
 
 
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser that the tests of a module share; they are skipped where there is none."""
+    from browser import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        pytest.skip("no chromium or chrome on the PATH to open pages with")
+    with Browser() as made:
+        yield made
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     """With less effort, run a share of the cases of a test that is marked `many`, and two of each other table: evenly

@@ -96,7 +96,8 @@ def limits(given: Mapping[str, Any] | str | Iterable[str] = ()) -> dict[str, flo
     """Limits of the checks by name: `outliers=20` sets one, `spike=off` leaves the check out. Else UsageError."""
     out = {name: check.limit for name, check in CHECKS.items()}
     pairs = given.items() if isinstance(given, Mapping) else (text.partition("=")[::2] for text in as_tuple(given))
-    for name, value in ((name, str(value)) for name, value in pairs):
+    for name, limit in pairs:
+        value = str(limit)
         if name not in CHECKS:
             raise UsageError(f"there is no check {name!r}{did_you_mean(name, CHECKS, 'checks')}")
         if value == "off":
@@ -135,9 +136,9 @@ def findings(
     if reference is not None:
         found += _regressions(c, reference, pictures, limit, workers)
     found += _duplicates(c, pictures, workers) if "duplicate" in limit else []
-    order = {name: i for i, name in enumerate(CHECKS)}
+    order = [*CHECKS]
     place = {name: i for i, name in enumerate(c)}
-    return sorted((f for f in found if f.check in limit), key=lambda f: (order[f.check], place.get(f.tensor, 0)))
+    return sorted((f for f in found if f.check in limit), key=lambda f: (order.index(f.check), place.get(f.tensor, 0)))
 
 
 # --- one tensor -------------------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ def _spikes(pictures: Sequence[Picture], times: float | None) -> Iterator[Findin
         still = [p for p in alike if p.stats.std == 0]
         if len(alike) >= SERIES and 3 * len(still) < len(varied):
             for p in still:
-                text = f"all values are {p.stats.min:.3g}, which is so in few of {len(alike)} layers"
+                text = f"all values are {p.stats.min:.3g}; constant in only {len(still)} of {len(alike)} layers"
                 yield Finding("stuck", p.tensor.name, text)
         if times is None or len(varied) < SERIES:
             continue
@@ -242,14 +243,14 @@ def _regressions(
     for name, old in reference.items():
         t = c.get(name)
         if t is None:
-            yield Finding("missing", name, f"the reference has it: {_form(old)}")
+            yield Finding("missing", name, f"the reference has it: {form(old)}")
         elif t.shape != old.shape or t.dtype.kind != old.dtype.kind:
-            yield Finding("shape", name, f"{_form(t)}, in the reference {_form(old)}")
+            yield Finding("shape", name, f"{form(t)}, in the reference {form(old)}")
         elif t.role == "step" or (t.dtype.kind == "f" and not t.role and not old.role):
             alike.append(old)
     for name, t in c.items():
         if name not in reference:
-            yield Finding("new", name, f"the reference does not have it: {_form(t)}")
+            yield Finding("new", name, f"the reference does not have it: {form(t)}")
     times = limit.get("grown")
     for old, was in zip(alike, each(alike, stats, workers), strict=True):
         step, std = now[old.name].min, now[old.name].std
@@ -261,5 +262,6 @@ def _regressions(
             yield Finding("grown", old.name, grown)
 
 
-def _form(t: Tensor) -> str:
+def form(t: Tensor) -> str:
+    """The dtype and shape of a tensor, in words."""
     return f"{t.dtype} {list(t.shape)}"

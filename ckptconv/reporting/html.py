@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 Spell = Callable[[str], str]
 SHOWN = 20_000_000  # bytes of a page that a notebook shows
+UNLIKE = {"only_a": "missing", "shape": "shape", "only_b": "new"}  # checks of what the conversion did not make
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,6 +144,13 @@ def _pair(source: Source, target: Source, how: Options, *, values: bool) -> dict
     data["compared"] = both.conversion(before) if converted else both.comparison()
     if values and converted:  # what the conversion itself does is new
         data["before"] = [f.to_json() for f in checks.check(before, checks.limits(), workers=how.workers)]
+        data["findings"] += [
+            checks.Finding(
+                UNLIKE[p.kind], name, f"the conversion gives {checks.form(p.a) if p.a else 'no such tensor'}"
+            ).to_json()
+            for name, p in both.pairs.items()
+            if p.kind in UNLIKE
+        ]
     recorded, converter = after.hashes.get(OPTIONS, ""), how.converter
     return data | {
         "made": {"Converter": str(getattr(converter, "name", converter or "")), "Options in the file": recorded[:2000]},

@@ -231,14 +231,6 @@ def check(
 
 # --- rows and totals --------------------------------------------------------------------------------------------
 
-KEYS: dict[str, Callable[[Tensor], Any]] = {
-    "name": lambda t: natural(t.name),
-    "size": lambda t: t.nbytes,
-    "parameters": lambda t: t.count,
-    "dtype": lambda t: t.dtype.name,
-    "shape": lambda t: t.shape,
-    "role": lambda t: role(t),
-}
 BESIDE = 20  # lines on what is beside tensors
 MAX_DEPTH = 64  # scopes of the tree; deeper ones are joined in one line
 
@@ -267,6 +259,16 @@ def role(t: Tensor) -> str:
     whole = t.dtype.kind == "b" or (t.dtype.kind in "iu" and t.dtype.itemsize == 8)
     mask = len(t.shape) == 4 and t.name.endswith("attn.bias")
     return t.role or ("buffer" if whole or mask or _BUFFER.fullmatch(t.name) else "")
+
+
+KEYS: dict[str, Callable[[Tensor], Any]] = {
+    "name": lambda t: natural(t.name),
+    "size": lambda t: t.nbytes,
+    "parameters": lambda t: t.count,
+    "dtype": lambda t: t.dtype.name,
+    "shape": lambda t: t.shape,
+    "role": role,
+}
 
 
 class Totals(NamedTuple):
@@ -391,10 +393,11 @@ def _configured(checkpoint: Checkpoint) -> GraphVariables | None:
         return None
     if not layers:
         return None
-    weights = dict[str, list[bool]]()  # whether each layer around it that is known is trainable
-    for n in (n for n, t in checkpoint.tensors.items() if not t.role):
-        scopes = accumulate(n.split("/")[:-1], "{}/{}".format)
-        weights[n] = [layers[s] for s in scopes if s in layers]
+    weights = {  # whether each layer around it that is known is trainable
+        n: [layers[s] for s in accumulate(n.split("/")[:-1], "{}/{}".format) if s in layers]
+        for n, t in checkpoint.tensors.items()
+        if not t.role
+    }
     return GraphVariables(
         missing=(),
         unknown=tuple(n for n, known in weights.items() if not known),

@@ -73,8 +73,7 @@ def survey(
     about, notes = both.b if both else c, notes_to_show(c)
     if both and c is both.both:
         told = sided(notes_to_show(both.a), notes_to_show(both.b))
-        hints = [*advice(both.found, told, how)]
-        notes = hints + [n for n in told if n not in hints]
+        notes = [*dict.fromkeys([*advice(both.found, told, how), *told])]
     elif both:
         notes += both.a.notes
     out: dict[str, Any] = {
@@ -108,11 +107,12 @@ def survey(
         return out
     pairs = _pictures(tensors, both.changed() if both else {}, how)
     here = [p.now for p in pairs if p.now.tensor.name in about]
-    found = (*_of_all(early, checks.findings(about, here, checks.limits(), workers=how.workers)),)
+    ties = (*(both.a.ties if both else ()), *c.ties)  # a tie that only one side keeps is no duplicate of the other
+    found = (*_of_all(early, checks.findings(replace(about, ties=ties), here, checks.limits(), workers=how.workers)),)
     text.insert(0, Checked(about, found).lines()[:MAX_LINES])
     if both and c is both.both:  # no conversion, so that what is equal has been seen
         was = [p.was or p.now for p in pairs if both.kind(p.now.tensor.name) != "only_b"]
-        first = replace(c, notes=both.a.notes, ties=both.a.ties + c.ties)  # tensors that were renamed have names of B
+        first = replace(c, notes=both.a.notes, ties=ties)  # tensors that were renamed have names of B
         out["before"] = [f.to_json() for f in checks.findings(first, was, checks.limits(), workers=how.workers)]
     return out | _values(pairs) | {"findings": [f.to_json() for f in found], "checks": checks.CHECKS}
 
@@ -237,7 +237,10 @@ class Compared:
     def conversion(self, before: Checkpoint) -> dict[str, Any]:
         """The rows of `b`; `a` is what the conversion gives of `before`."""
         originals = {source: t for name, t in before.items() for source in before.sources(name)}
-        moves = {name: self._move(self._origin(name), before) for name in self.b}
+        moves = {
+            name: self.a.moved.get(n := self._origin(name)) or (Move("", (n,)) if n in before else None)
+            for name in self.b
+        }
         rules = list(dict.fromkeys(move.rule for move in moves.values() if move))
         used = {n for move in moves.values() if move for n in move.sources}
         whys = {n: note.text for note in self.a.notes if note.kind in ("dropped", "skipped") for n in note.names}
@@ -251,16 +254,13 @@ class Compared:
             "rules": rules,
             "rows": rows,
             "left": [[*_described(t), whys.get(n, "")] for n, t in left.items()],
-            "missing": [p.name for p in self.pairs.values() if p.kind == "only_a" and p.name in self.a.moved],
+            "missing": [n for n, p in self.pairs.items() if p.kind == "only_a"],
         }
 
     def _origin(self, name: str) -> str:
         """The name in `a` of a tensor of `b`."""
         pair = self.pairs.get(name)
         return pair.a.name if pair and pair.kind == "renamed" and pair.a else name
-
-    def _move(self, name: str, before: Checkpoint) -> Move | None:
-        return self.a.moved.get(name) or (Move("", (name,)) if name in before else None)
 
     def _row(self, name: str, rule: int, sources: Iterable[str], tensors: Mapping[str, Tensor]) -> list[Any]:
         found = [_described(tensors[n]) for n in sources if n in tensors]
@@ -323,6 +323,7 @@ def series(checkpoints: Sequence[Checkpoint], urls: Sequence[str], how: Options,
     data["moved"] = measured
     lines = [
         f"{in_digits(row.step[-1]):>9}  {in_digits(row.drift[-1]):>10}  {data['names'][i]}"
+        f"{'  (NaN or Inf)' * (row.norm[-1] == 'nan')}"
         for i, row in measured.items()
         if not data["roles"][data["role"][i]]
     ]

@@ -93,7 +93,7 @@ CASES = {
     "exploding": ({"w": NORMAL * 20}, "w", "standard deviation 19.6", None),
     "stuck": (
         {f"l.{i}.bias": NORMAL[i] * (i != 3) for i in range(5)}, "l.3.bias",
-        "all values are 0, which is so in few of 5 layers", None,
+        "all values are 0; constant in only 1 of 5 layers", None,
     ),
     "duplicate": ({"a": NORMAL, "b": NORMAL + 1, "c": NORMAL.copy()}, "c", "equal to a", None),
 }  # fmt: skip
@@ -138,19 +138,20 @@ def test_kinds_are_known_by_names() -> None:
 
 
 def test_comparison_measures_and_keeps_both_sides() -> None:
-    a = in_memory({"same": NORMAL, "moved": NORMAL, "gone": np.ones(3, "f4"), "cast": NORMAL, "old": NORMAL[:9] * 7},
-                  ties=(("same", "moved", "cast"),))  # fmt: skip
-    b = in_memory({"same": NORMAL, "moved": NORMAL * 1.5, "new": np.ones(4), "cast": NORMAL.astype("f2"),
-                    "name": NORMAL[:9] * 7})  # fmt: skip
+    a = in_memory({"same": NORMAL, "twin": NORMAL, "moved": NORMAL, "gone": np.ones(3, "f4"), "cast": NORMAL,
+                   "old": NORMAL[:9] * 7}, ties=(("same", "moved", "cast", "twin"),))  # fmt: skip
+    b = in_memory({"same": NORMAL, "twin": NORMAL, "moved": NORMAL * 1.5, "new": np.ones(4),
+                   "cast": NORMAL.astype("f2"), "name": NORMAL[:9] * 7})  # fmt: skip
     both = survey.Compared(a, b, values=True)
     rows = dict(zip(both.both, both.comparison()["rows"], strict=True))
     assert {n: r[2] for n, r in rows.items()} == {
-        "same": "equal", "moved": "values", "new": "only_b", "cast": "dtype", "name": "renamed", "gone": "only_a",
+        "same": "equal", "twin": "equal", "moved": "values", "new": "only_b", "cast": "dtype", "name": "renamed",
+        "gone": "only_a",
     }  # fmt: skip
     assert rows["name"][1][0][0] == "old"
     assert rows["moved"][3]["change"] == pytest.approx(0.5)
     data = survey.survey(both.both, values=True, both=both)
-    assert "duplicate" not in str(data["before"]), "A ties them"
+    assert "duplicate" not in str(data["before"] + data["findings"]), "A ties them"
     place = {n: i for i, n in enumerate(data["names"])}
     assert set(data["was"]) == {place["moved"], place["cast"]}
     old = data["was"][place["moved"]]

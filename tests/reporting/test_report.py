@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser
+from browser import Browser
 from kit import Run, in_memory, page_data
 
 import ckptconv
@@ -53,10 +52,7 @@ WAIT = """
 """
 
 
-def browser(test: Any) -> Any:
-    """Marks a test that opens a page."""
-    reason = "no chromium or chrome on the PATH to open the report with"
-    return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason=reason)(test))
+browser = pytest.mark.slow  # of a test that opens a page
 
 
 def hostile_page(jobs: int = 1) -> str:
@@ -79,12 +75,6 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with Browser() as made:
-        yield made
 
 
 def inside(chromium: Browser, page: str, driver: str, folder: Path, address: str = "", width: int = 1280) -> Any:
@@ -159,6 +149,9 @@ def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
     assert rows["extra"][:3] == [-1, [], "only_b"]
     assert [left[0] for left in data["compared"]["left"]] == ["junk", "lost/kernel"]
     assert data["compared"]["missing"] == ["lost.weight"]
+    assert {(f["tensor"], f["text"]) for f in data["findings"]} >= {
+        ("lost.weight", "the conversion gives float32 [2, 2]"), ("extra", "the conversion gives no such tensor"),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

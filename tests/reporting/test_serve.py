@@ -20,7 +20,7 @@ from urllib.request import url2pathname
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser
+from browser import Browser
 from kit import Run, page_data
 
 import ckptconv
@@ -378,16 +378,17 @@ def test_a_rectangle_is_what_numpy_finds(tmp_path: Path, suffix: str, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on the PATH to open the pages with")
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_matrix_is_enlarged_to_single_values(tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_matrix_is_enlarged_to_single_values(
+    chromium: Browser, tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(serve, "FEW", 0)
     array = DRAW.normal(0, 0.02, (1100, 700)).astype("f4")
     array[234, 345] = np.nan
     arrays = {"layer.0.w": array, "layer.0.b": np.zeros(9, "f4"), HOSTILE: np.ones((2, 2), "f4")}
     ckptconv.save(arrays, tmp_path / "x.safetensors")
     ckptconv.save(arrays, tmp_path / HOSTILE)
-    with serving(tmp_path) as made, Browser() as chromium:
+    with serving(tmp_path) as made:
         page = chromium.page(made.url, width, 844, until="document.querySelector('.list')")
         page.click("a[href='1/']")
         page.wait("document.documentElement?.dataset.ready === 'yes'")

@@ -68,7 +68,7 @@ const inner = (node) => [...node.kids.values()].filter((k) => size(k) > 0);
 const parts = (node, box) => { // the boxes of what a scope holds; small ones are counted
   const area = box[2] * box[3], total = size(node) || 1;
   let kids = [...node.kids.values()].map((k) => { const { node: n, name } = joined(k); return { node: n, name, size: size(n) }; });
-  if (node.leaf >= 0) kids.push({ node: { ...node, kids: new Map(), [state.unit]: columns_of[state.unit][node.leaf] }, name: "(itself)", size: columns_of[state.unit][node.leaf] });
+  if (node.leaf >= 0) kids.push({ node: { ...node, kids: new Map(), [state.unit]: columns_of[state.unit][node.leaf] }, name: node.kids.size ? "(itself)" : told_name(node.leaf), size: columns_of[state.unit][node.leaf] });
   kids = kids.filter((k) => k.size > 0);
   const small = kids.filter((k) => (k.size / total) * area < 90);
   if (small.length > 1) {

@@ -9,6 +9,9 @@ const short_urls = (() => {
   while (k < least && same(k)) k++;
   return cut.map((c) => (c[c.length - k] || c.join("/")).replace(/\.(safetensors|pth?|ckpt|bin|npz|h5|hdf5|keras|index)$/, "")).map((n) => (n.length > 18 ? `…${n.slice(-17)}` : n));
 })();
+if (along && new Set(along.urls.map(pattern)).size === 1 && along.urls.some((url, k) => k && collator.compare(along.urls[k - 1], url) > 0)) {
+  data.notes.unshift(["order", `the checkpoints are in the order given, in which their numbers do not rise: ${short_urls.slice(0, 12).join(", ")}${short_urls.length > 12 ? " …" : ""}`, "", 0]);
+}
 const SHOWN_LAYERS = 400;
 const movement = () => { // layers, and modules that are in none: squares are summed, as if a layer were one tensor
   const groups = new Map(), key = state.moves, first = key === "drift";
@@ -40,6 +43,7 @@ const draw_series = () => {
   const cell = (x, g, k) => {
     const shade = x > 0 ? (most > least ? Math.min(1, Math.max(0, Math.log(x / least) / Math.log(most / least))) : 1) : 0, rgb = colour(Math.round(253 * shade));
     const box = make("td", { title: `${g.name}, ${short_urls[k + 1]}: ${x === "–" ? "a tensor is in one of them only, or its numbers are beyond measure" : x === UNWELL ? "a value is NaN or infinite" : x === Infinity ? "all zero before" : change_text(x)}` }, x === "–" ? x : change_text(x));
+    if (x === UNWELL) { box.className = "unwell"; return box; }
     box.style.background = `rgb(${rgb.map(Math.round).join(" ")})`;
     box.style.color = light(rgb) > 0.18 ? "#000" : "#fff"; // where black and white have the same contrast
     return box;

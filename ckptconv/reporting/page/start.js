@@ -11,6 +11,7 @@ const draw_title = () => {
 };
 // --- the summary ---
 const BESIDE = { buffer: "buffer", slot: "optimizer slot", step: "step counter", average: "moving average", state: "training value" };
+const UNLIKE = /^(missing|shape|new)$/; // of the result of a conversion: nothing that its source could have as well
 const card = (n, text, cls = "") => make("div", { className: cls }, make("b", {}, n), text);
 const draw_cards = () => {
   const total = data.totals, kinds = new Map(), list = [], sum = (take) => data.names.reduce((n, _, i) => n + take(i), 0);
@@ -19,23 +20,29 @@ const draw_cards = () => {
   if (comparing && (kinds.get("equal") || 0) === rows) list.push(data.values ? card("the same", `${rows > 1 ? "all " : ""}${many(rows, "tensor")}, bit for bit`) : card("not read", "values; names, shapes and dtypes are the same"));
   else if (comparing) {
     if (kinds.get("renamed") && (kinds.get("renamed") + (kinds.get("equal") || 0)) === rows) list.push(card("the same", `weights, ${count(kinds.get("renamed"))} of them under other names`));
-    list.push(apart ? card("0", kinds.get("renamed") ? `names in common, but ${many(kinds.get("renamed"), "equal tensor")}` : "names in common: nothing is compared", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, data.values ? "common tensors changed" : "common tensors of another shape or dtype"));
+    list.push(apart ? card("0", kinds.get("renamed") ? `names in common, but ${many(kinds.get("renamed"), "equal tensor")}` : "names in common: nothing is compared", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, data.values ? `common tensors changed${kinds.get("shape") ? `, ${count(kinds.get("shape"))} of them in shape` : ""}` : "common tensors of another shape or dtype"));
     if (data.values && !apart) list.push(card(`${brief(sum((i) => measure("differing", i) || 0))} of ${brief(sum((i) => (/only|shape/.test(kind_of_change(i)) ? 0 : data.count[i])))}`, "values of common tensors changed"));
     if (only) list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only in A / only in B"));
     const ranks = data.values ? ranked_tensors() : [], unwell = ranks.filter((r) => r.unwell).length, grown = ranks.filter((r) => r.change === Infinity).length;
     if (unwell) list.push(card(count(unwell), `tensor${s(unwell)} with NaN or Inf on one side only`, "warned"));
     else if (data.values && !apart) list.push(grown ? card(count(grown), `tensor${s(grown)} that ${grown > 1 ? "were" : "was"} all zero in A`) : card(change_text(ranks[0]?.change ?? 0), `largest change of a ${ranks[0]?.beside ? "tensor" : "weight"}`));
   } else if (along) {
-    const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), broken = data.names.map((_, i) => (along.norm[i] || []).some((now, k, all) => k && now !== null && all[k - 1] !== null && (now === UNWELL) !== (all[k - 1] === UNWELL))), drifts = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0).map((x) => (x < Infinity ? x : 0)), ours = drifts.map((x, i) => (is_beside(i) ? 0 : x)), last = largest(ours) ? ours : drifts, grown = moves.filter((m) => m.includes(Infinity)).length, unwell = moves.filter((m) => m.includes(UNWELL)).length;
-    list.push(card(count(along.urls.length), "checkpoints"));
+    const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), broken = data.names.map((_, i) => (along.norm[i] || []).some((now, k, all) => k && now !== null && all[k - 1] !== null && (now === UNWELL) !== (all[k - 1] === UNWELL))), drifts = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0).map((x) => (x < Infinity ? x : 0)), ours = drifts.map((x, i) => (is_beside(i) ? 0 : x)), last = largest(ours) || data.names.some((_, i) => !is_beside(i) && along.norm[i]?.includes(UNWELL)) ? ours : drifts, grown = moves.filter((m) => m.includes(Infinity)).length, norms = Object.values(along.norm), unwell = norms.filter((norm) => norm.includes(UNWELL)).length, first = along.urls.findIndex((_, k) => norms.some((norm) => norm[k] === UNWELL)), fell = norms.filter((norm) => norm[first] === UNWELL).length;
+    list.push(card(count(along.urls.length), "checkpoints"), ...(unwell ? [card(count(unwell), `tensor${s(unwell)} with NaN or Inf, first in ${short_urls[first]}${fell < unwell ? ` (${count(fell)} of them)` : ""}`, "warned")] : []));
     if (!data.values) list.push(card("not read", "values: how the layers moved is not known"));
-    else list.push(card(`${count(moves.filter((m, i) => broken[i] || m.some((x) => x > 0)).length)} of ${count(rows)}`, `tensors moved${grown ? `, ${count(grown)} of them from zero` : ""}`), ...(unwell ? [card(count(unwell), `tensor${s(unwell)} with NaN or Inf, whose change cannot be measured`, "warned")] : []), ...(grown && !largest(last) ? [] : [card(change_text(largest(last)), `largest change of a ${last === ours ? "weight" : "tensor"} from first to last${largest(last) > 0 ? `: ${told_name(last.indexOf(largest(last)))}` : ""}`)]));
-  } else if (converted) list.push(differing ? card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned") : data.values ? card("exact", "bit for bit what the conversion gives") : card("not read", "values; names, shapes and dtypes are as converted"));
+    else list.push(card(`${count(moves.filter((m, i) => broken[i] || m.some((x) => x > 0)).length)} of ${count(rows)}`, `tensors moved${grown ? `, ${count(grown)} of them from zero` : ""}`), ...((grown || unwell) && !largest(last) ? [] : [card(change_text(largest(last)), `largest change of a ${last === ours ? "weight" : "tensor"} from first to last${largest(last) > 0 ? `: ${told_name(last.indexOf(largest(last)))}` : ""}`)]));
+  } else if (converted) {
+    const lost = compared.missing.length, moved = rows > 1 ? kinds.get("renamed") || 0 : 0; // a tensor that is alone may be called by its file
+    if (differing) list.push(card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned"));
+    if (lost) list.push(card(count(lost), `tensor${s(lost)} that the conversion gives ${lost > 1 ? "are" : "is"} missing`, "warned"));
+    if (moved) list.push(card(count(moved), `tensor${s(moved)} under ${moved > 1 ? "other names" : "another name"} than the conversion gives`, "warned"));
+    if (!(differing || lost || moved)) list.push(data.values ? card("exact", "bit for bit what the conversion gives") : card("not read", "values; names, shapes and dtypes are as converted"));
+  }
   if (!comparing && !along) list.push(card(count(total.tensors), `tensor${s(total.tensors)}`), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
   if (alone && total.all !== total.parameters) list.push(card(count(total.all), `numbers in all, with ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
   if (data.values) {
     const told = findings.filter((f) => f[4]), bad = told.filter((f) => checks[f[0]][0] !== "note").length, notes = told.length - bad, where = along ? " in the series" : "";
-    const said = bad > 0 && told.every(([check, i]) => checks[check][0] === "note" || (/^(nan|inf)$/.test(check) && unpaired(i))); // by the card on NaN
+    const said = bad > 0 && told.every(([check, i]) => checks[check][0] === "note" || UNLIKE.test(check) || (/^(nan|inf)$/.test(check) && (unpaired(i) || along?.norm[i]?.includes(UNWELL)))); // by the cards on what is missing, or on NaN
     if (!said) list.push(bad ? card(count(bad), `${bad > 1 ? "errors and warnings" : "error or warning"}${NEW || where}`, "warned") : card("no", `errors or warnings${NEW || where}${notes ? `, ${many(notes, "note")}` : ""}`));
   }
   $("cards").replaceChildren(...list);
@@ -57,7 +64,7 @@ const draw_findings = () => {
   for (const f of findings) put(by, f[0], f);
   $("findings").replaceChildren(...nothing, ...Object.entries(checks).filter(([id]) => by.has(id)).map(([id, [severity, words, limit]]) => {
     const meaning = words.replace("LIMIT", number(limit ?? 0));
-    const list = by.get(id).sort((a, b) => b[4] - a[4]), recent = list.filter((f) => f[4]).length, fresh = (f) => (NEW && !f[2].endsWith(GONE) && (list.length === 1 || recent < list.length) ? `${f[4] ? NEW : KNOWN} ·` : "");
+    const side = UNLIKE.test(id) ? "" : NEW, list = by.get(id).sort((a, b) => b[4] - a[4]), recent = list.filter((f) => f[4]).length, fresh = (f) => (side && !f[2].endsWith(GONE) && (list.length === 1 || recent < list.length) ? `${f[4] ? NEW : KNOWN} ·` : "");
     const absent = list.some((f) => typeof f[1] === "string"), some = list.slice(0, absent ? 50 : 8);
     const named = (i) => {
       if (typeof i === "string") return make("b", { className: "name" }, i); // not on this page
@@ -69,7 +76,7 @@ const draw_findings = () => {
     const item = (f) => make("li", {}, named(f[1]), `${fresh(f)} ${f[2]}`);
     const more = list.length > some.length ? [make("li", {}, absent ? `and ${count(list.length - some.length)} more` : button(`All ${count(list.length)} in the table`, () => { state.show = id; restart(); $("scroll").focus(); }, LINK))] : [];
     return make("details", { open: severity !== "note" && list.length <= 8, className: `badge ${severity}` },
-      make("summary", {}, make("b", {}, id), ` ${severity} · ${many(list.length, "tensor")}${NEW ? `, ${recent === list.length ? "" : `${count(recent)} `}${NEW.trim()}` : ""}`), make("p", { className: "small" }, meaning), make("ul", {}, ...some.map(item), ...more));
+      make("summary", {}, make("b", {}, id), ` ${severity} · ${many(list.length, "tensor")}${side ? `, ${recent === list.length ? "" : `${count(recent)} `}${NEW.trim()}` : ""}`), make("p", { className: "small" }, meaning), make("ul", {}, ...some.map(item), ...more));
   }));
 };
 const draw_notes = () => {

@@ -91,9 +91,9 @@ const select = () => {
   order = []; depths = []; labels = [];
   let tensors = 0, size = 0;
   if (as_tree()) {
-    const root = node_of(state.scope);
-    walk(joined(root).node, 0);
-    if (root.leaf >= 0 && !root.kids.size) order.push(root.leaf);
+    const root = node_of(state.scope), top = joined(root).node;
+    walk(top, 0);
+    if (top.leaf >= 0 && !top.kids.size) { order.push(top.leaf); depths.push(0); labels.push(told_name(top.leaf)); } // the only one
     tensors = root.tensors; size = root.bytes;
   } else {
     const words = state.q.toLowerCase().split(/\s+/).filter(Boolean), keep = filters[state.show][1];
