@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..errors import UnmatchedTensors, UsageError
-from ..messages import brief, did_you_mean, listing, printable
+from ..messages import brief, did_you_mean, listing
 from ..storage import plugins
 from ..storage.paths import refuse_remote
 from .apply import apply
@@ -35,8 +35,7 @@ def _plugins() -> plugins.Installed:
 @lru_cache(maxsize=1)
 def _installed() -> dict[str, Path]:
     """Files of converters by name: those shipped, and those of packages with the entry point `ckptconv.converters`."""
-    found = {p.stem: p for p in sorted(shipped().glob("*.toml")) if not p.name.startswith("_")}
-    return dict(_plugins().found) | found
+    return dict(_plugins().found) | {p.stem: p for p in sorted(shipped().glob("*.toml")) if p.name[0] != "_"}
 
 
 def _checked(name: str, given: Any) -> Path:
@@ -87,15 +86,15 @@ def auto(checkpoint: Checkpoint) -> Converter:
 
 def _closest(checkpoint: Checkpoint) -> str:
     """The converter that takes most tensors, if that is more than half of the weights."""
-    weights = sum(1 for t in checkpoint.values() if not t.role)
+    weights = sum(not t.role for t in checkpoint.values())
     left = {
         c.name: n for c in map(load, names())
         if resembles(c, checkpoint) and (n := len(assign(Names(c, checkpoint)).unmatched))
     }  # fmt: skip
     name = min(left, key=lambda n: (left[n], not _native(n, checkpoint)), default="")
-    if not name or 2 * left[name] > weights:
-        return ""
-    return f"{name} takes all but {left[name]} of {weights}, which converter={name!r} lists"
+    if name and 2 * left[name] <= weights:
+        return f"{name} takes all but {left[name]} of {weights}, which converter={name!r} lists"
+    return ""
 
 
 def _native(name: str, checkpoint: Checkpoint) -> bool:
@@ -182,7 +181,7 @@ def _check_renames(renames: Converter, checkpoint: Checkpoint) -> None:
             if len(name) > MAX_NAME and not source.simple and name.startswith(source.text.partition("{")[0]):
                 raise UsageError(
                     f"rename= {source.text!r} has several captures, which take names of up to {MAX_NAME} characters; "
-                    f"rename_regex= takes any: {brief(printable(name), 80)}"
+                    f"rename_regex= takes any: {brief(name, 80)}"
                 )
     if lost:
         raise UsageError(f"no tensor matches these values of rename=; `inspect` lists the names:\n{listing(lost)}")
@@ -195,16 +194,19 @@ def renaming(renames: Sequence[str | tuple[str, str]]) -> Converter:
     """
     rules = []
     for pair in renames:
-        a, b = pair if isinstance(pair, tuple) else halves(pair)[::2]
-        a = a if isinstance(pair, tuple) else re.sub(r"\\([\\=])", r"\1", a)
+        if isinstance(pair, str):
+            a, _, b = halves(pair)
+            pair = re.sub(r"\\([\\=])", r"\1", a), b
+        a, b = pair
         if a[-1:] in ("/", "."):
             template(a)  # whose errors show what was given
-            if b and b[-1] not in "/.":
+            if b[-1:] not in "/.":
                 raise UsageError(f"rename= {a!r} is a prefix that ends in {a[-1]!r}; {b!r} must, too: {b + a[-1]!r}")
             a, b = a + "{any...}", b + "{any...}"
-        if not (a and b):
-            raise UsageError(f"rename= takes 'FROM=TO', or a dict {{from: to}}, not {pair!r}")
-        rules.append(Rule((template(a),), (template(b),)))
+        rule = Rule((template(a),), (template(b),))
+        if not (a and b) or _bound(rule.targets) - _bound(rule.sources):
+            raise UsageError(f"rename= takes 'FROM=TO', where FROM has each {{name}} of TO, not '{a}={b}'")
+        rules.append(rule)
     rest = (template("{any...}"),)
     return Converter("rename=", (*rules, Rule(rest, rest, optional=True)), every=True)
 
