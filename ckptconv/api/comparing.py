@@ -11,7 +11,7 @@ from ..checkpoint import Checkpoint, Note
 from ..errors import UsageError, VerifyError
 from ..formats import detect, table
 from ..formats.keras import order
-from ..formats.own_metadata import OPTIONS
+from ..formats.own_metadata import OPTIONS, verified_hashes
 from ..messages import brief, listing, printable
 from ..rules import names, passes
 from .options import CHANGE, SELECT, Options, Path, Source, non_default, path as text, takes
@@ -41,10 +41,10 @@ def diff(
     """Compare two checkpoints of any formats: bit for bit, or within a tolerance.
 
     a, b: paths, URLs, open checkpoints or dicts of arrays. Options that change names, layouts and dtypes are applied to
-    `a` before the comparison; strip_prefix to the side that has such names, or both. Without a converter, `include` and
-    `exclude` select from both; with one, they select from `a`, and tensors that only `b` has are not differences. rtol,
-    atol: values are equal if |a - b| <= atol + rtol |b|; a different dtype alone is then not a difference. Without
-    them, values are compared bit for bit.
+    `a` before the comparison, as are `at` and `ema`; strip_prefix to the side that has such names, or both. Without a
+    converter, `include` and `exclude` select from both; with one, they select from `a`, and tensors that only `b` has
+    are not differences. rtol, atol: values are equal if |a - b| <= atol + rtol |b|; a different dtype alone is then not
+    a difference. Without them, values are compared bit for bit.
 
     Returns a Diff: `same`, `equal` (the number of equal tensors), `pairs` (the differences), `damaged` (what
     `keep_going` left out) and `unread` (tensors that no reader looks at, in files that are not the same byte for byte):
@@ -58,9 +58,13 @@ def diff(
     source, left, right = sides(a, b, how)
     found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=how.workers)
     told = sided(left.notes, right.notes)
-    lost = tuple(n for n in told if n.kind == "damaged")
     tensors, others = compare.unread_notes(source, right)
-    return replace(found, damaged=lost, unread=tensors, beside=(*others, *advice(found, told, how)))
+    return replace(
+        found,
+        damaged=tuple(n for n in told if n.kind == "damaged"),
+        unread=tensors,
+        beside=(*others, *advice(found, told, how)),
+    )
 
 
 def sides(a: Source, b: Source, how: Options) -> tuple[Checkpoint, Checkpoint, Checkpoint]:
@@ -86,28 +90,25 @@ def advice(found: Diff, told: Iterable[Note], how: Options) -> Iterator[Note]:
     """What tells more of names that differ: the hints among the notes on both, or one on how to compare them."""
     kinds = {p.kind for p in found.pairs}
     hints = [n for n in told if n.kind == "hint" and kinds & {"only_a", "only_b", "renamed"}]
-    yield from hints
+    if kinds and (how.at or how.ema):
+        yield Note("hint", "at= and ema= are applied to A alone; to apply them to B, convert B with them first")
     if hints:
-        return
-    if kinds == {"renamed"}:
+        yield from hints
+    elif kinds == {"renamed"}:
         yield Note("hint", "only names differ; `match` proposes the rules that lead from A to B")
-    if kinds >= {"only_a", "only_b"} and not how.converter and not found.equal:
+    elif kinds >= {"only_a", "only_b"} and not how.converter and not found.equal:
         yield Note("hint", "if these are other names, `match` proposes rules; converter='auto' needs one that fits A")
 
 
 def stripped(checkpoints: Sequence[Checkpoint], prefixes: Sequence[str]) -> list[Checkpoint]:
     """Checkpoints without these prefixes, which some may lack, the last with hints; UsageError if all lack them."""
-    wrong = list[UsageError]()
-
-    def strip(side: Checkpoint) -> Checkpoint:
+    made, wrong = [*checkpoints], list[UsageError]()
+    for i, side in enumerate(checkpoints):
         try:
-            return names.strip_prefixes(side, prefixes) if prefixes else side
+            made[i] = names.strip_prefixes(side, prefixes)
         except UsageError as e:
             wrong.append(e)
-            return side
-
-    made = [*map(strip, checkpoints)]
-    if len(wrong) == len(made):
+    if prefixes and len(wrong) == len(made):
         raise wrong[0]
     return [*made[:-1], names.add_hints(made[-1])]
 
@@ -125,7 +126,6 @@ def verify(
     lists the tensors that differ, and the first index. UsageError for options of a conversion without a destination,
     and what reading raises.
     """
-    from ..formats import own_metadata
     from ..verification import readback
 
     how, many = Options(**given), list_of(sources)
@@ -138,14 +138,14 @@ def verify(
     source = text(many[0])
     found = open_whole(source, how)
     chosen = apply_selection(found, how.without("keep_going"))  # which only opens what is cut: nothing is left out here
-    lost = [n for n in chosen.notes if n.kind == "damaged"]
+    lost = listing(str(n) for n in chosen.notes if n.kind == "damaged")
     try:
-        counts = readback.check(chosen, own_metadata.verified_hashes(found), workers=how.workers)
+        counts = readback.check(chosen, verified_hashes(found), workers=how.workers)
     except VerifyError as e:
-        e.message += "\n" * bool(lost) + listing(map(str, lost))
+        e.message += f"\n{lost}" * bool(lost)
         raise
     if lost:
-        raise VerifyError(f"is damaged:\n{listing(map(str, lost))}", url=source)
+        raise VerifyError(f"is damaged:\n{lost}", url=source)
     return Verified(len(chosen), chosen.nbytes, _left(chosen), *counts)
 
 

@@ -65,7 +65,8 @@ def report(
     With SRC alone, the page shows what is in the checkpoint and what may be wrong with it. With a second one, B, it
     shows what changed from SRC to B. If B was converted from SRC, repeat the options of the conversion: the page then
     shows the rule behind each tensor, and values that are not as converted. With three or more, it shows how much
-    each layer changed from one to the next. The page is one file and loads nothing from the network.
+    each layer changed from one to the next. Of two, --at and --ema change only SRC, as in `diff`; of one or of more
+    than two, all. The page is one file and loads nothing from the network.
     """
     from ..reporting import html as page
 

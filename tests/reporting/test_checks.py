@@ -12,6 +12,7 @@ import pytest
 from kit import Run, in_memory, page_data
 
 import ckptconv
+from ckptconv.api.options import Options
 from ckptconv.checkpoint import Tensor, held
 from ckptconv.errors import UsageError
 from ckptconv.moves import read
@@ -150,7 +151,8 @@ def test_comparison_measures_and_keeps_both_sides() -> None:
     }  # fmt: skip
     assert rows["name"][1][0][0] == "old"
     assert rows["moved"][3]["change"] == pytest.approx(0.5)
-    data = survey.survey(both.both, values=True, both=both)
+    data = survey.survey(both.both, Options(ema=True), values=True, both=both)
+    assert "ema= are applied to A alone" in str(data["notes"])
     assert "duplicate" not in str(data["before"] + data["findings"]), "A ties them"
     place = {n: i for i, n in enumerate(data["names"])}
     assert set(data["was"]) == {place["moved"], place["cast"]}
