@@ -66,12 +66,14 @@ def bodiless(make: Callable[[], Any]) -> Any:
 
 
 def prefix_hint(missing: Iterable[str], unexpected: Sequence[str]) -> list[str]:
-    """Name the prefix before a module's names that a module around it leaves, such as a Sequential."""
+    """Name the prefix that a module around, such as a Sequential, leaves before names of the source or the module."""
     return [
         f"strip_prefix={u.removesuffix(m)!r} makes {u} the module's {m}"
+        if u.endswith(f".{m}")
+        else f"load into module.{m.removesuffix(f'.{u}')}, which has {u}"
         for u in unexpected[:1]
         for m in missing
-        if u.endswith(f".{m}")
+        if u.endswith(f".{m}") or m.endswith(f".{u}")
     ][:1]
 
 
