@@ -113,9 +113,17 @@ def convert(
 
     Failures of single checkpoints are in the summary; errors that concern all of them are raised.
     """
-    began, made = time.monotonic(), list[LedgerEntry]()
+    began, made, was_there = time.monotonic(), list[LedgerEntry](), os.path.exists(folder)
     with closing(Ledger(_ledger_path(folder, options), resume=options.resume, force=options.settings.force)) as book:
-        items = plan(sources, folder, options, book.entries)
+        try:
+            items = plan(sources, folder, options, book.entries)
+        except CkptError:  # of the sources: nothing is left behind
+            with suppress(OSError):
+                if not book.entries:
+                    os.unlink(book.path)
+                if not was_there:
+                    os.rmdir(folder)
+            raise
         todo = sorted((i for i in items if i.state not in ("done", "problem")), key=lambda i: -i.found.size)
         current = [book.entries[i.destination] for i in items if i.state == "done"]
         book.append(_entry(i, "planned", ours=i.ours, written=i.written) for i in todo)
