@@ -101,7 +101,7 @@ class Proof:
         if self.hints:
             head = "hint: no weight holds these settings of the module, which other frameworks have otherwise:"
             lines.append("\n  ".join([head, *self.hints]))
-        text = f"{len(self.open)} tensors stay marked, as these outputs do not settle them"
+        text = f"{many(len(self.open), 'tensor stays', 'tensors stay')} marked, which these outputs do not settle"
         return [*lines, text] if self.found.same and self.open else lines
 
 
