@@ -130,8 +130,8 @@ def _table(some: Sequence[Row], comment: str) -> Iterator[str]:
         yield "[rule.names]"
         for row in some:
             if rivals := fold(dict.fromkeys(r for p in row.pairs for r in p.rivals)):
-                listed = ", ".join(map(str, rivals[:LISTED]))
-                yield f"# could also be {printable(listed)}{', ...' * (len(rivals) > LISTED)}"
+                listed = f"{', '.join(map(str, rivals[:LISTED]))}{', ...' * (len(rivals) > LISTED)}"
+                yield f"# could also be {printable(listed)}{' in another order' * (len(row.pairs) > 1)}"
             yield f"{written(row.sources[0])} = {written(row.targets[0]) if row.targets else '[]'}{_count(row)}"
 
 
