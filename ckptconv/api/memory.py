@@ -168,8 +168,8 @@ def _array(value: Any) -> Any:
         return np.from_dlpack(value)
     if np.ma.is_masked(value):
         raise TypeError("it is a masked array, whose mask no checkpoint holds; its filled() is an array")
-    if isinstance(value, (list, tuple)) and any(map(np.ndim, value)):
-        raise TypeError("it is a list of arrays or lists, which have no names: make it a dict, {'0': array, ...}")
+    if isinstance(value, list | tuple) and any(getattr(item, "ndim", 0) for item in value):
+        raise TypeError("it is a list of arrays, which have no names: make it a dict, {'0': array, ...}")
     array = np.asarray(value)
     if array.dtype == object and not all(isinstance(item, (bytes, str)) for item in array.flat):
         raise TypeError("it is an array of Python objects; checkpoints hold numbers and bytes")

@@ -63,7 +63,7 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by how the type of a 
     "str": ("a text", lambda v: isinstance(v, str)),
     "bool": ("True or False", lambda v: v in (True, False)),
     "int": ("a number", lambda v: isinstance(v, int)),
-    "Sequence[Pair]": ("'old=new', several of them, or a dict {old: new}", lambda v: all(map(_is_pair, v))),
+    "Sequence[Pair]": ("'old=new', one or several", lambda v: all(map(_is_pair, v))),
     "Sequence[str]": ("a text or several", lambda v: all(isinstance(one, str) and one for one in v)),
     "Mapping": ("a mapping of names, or texts 'NAME=VALUE'", lambda v: all(isinstance(k, str) for k in v)),
     "Map |": ("a function", callable),

@@ -136,7 +136,6 @@ def spelled(text: str) -> str:
         value = m[2] or (m[3] if re.fullmatch(r"[\w./:=,+-]+", m[3]) else f"'{m[3]}'")
         return f"{name} {value}"
 
-    text = text.replace(", several of them, or a dict {old: new}", "")
     return _KEYWORD.sub(flag, text) if "=" in text else text
 
 

@@ -224,7 +224,7 @@ def test_what_is_not_an_array_is_named_all_at_once(tmp_path: Path) -> None:
     inner["self"] = inner["again"] = inner
     for tensors, says in (
         (inner, "again: it is a mapping that holds itself"),
-        ({"a": [np.ones(1)] * 2}, "a: it is a list of arrays or lists"),
+        ({"a": [np.ones(1)] * 2}, "a: it is a list of arrays"),
         ({"a": {"b": np.ones(1)}, "a/b": np.ones(2)}, "a/b: two values have this name"),
         (3, "a mapping of arrays or a module is needed, not int"),
         ({"w": np.ma.array([1.0, 2.0], mask=[0, 1]), "x": np.ma.array([1.0])}, "1 of 2 .*\n  w: it is a masked array"),
@@ -347,8 +347,8 @@ def test_what_is_not_a_path_is_a_usage_error(path: Path, tmp_path: Path) -> None
     [
         ({"jobs": "2"}, "jobs= takes a number, not '2'"),
         ({"jobs": -1}, "jobs=-1 is not a number"),
-        ({"rename": lambda n: n}, "rename= takes 'old=new', several of them, or a dict {old: new}, not <function"),
-        ({"rename_regex": (r"^module\.", "x")}, "rename_regex= takes 'old=new', several"),
+        ({"rename": lambda n: n}, "rename= takes 'old=new', one or several, not <function"),
+        ({"rename_regex": (r"^module\.", "x")}, "rename_regex= takes 'old=new', one or several"),
         ({"rename": {"layer_1/": "first"}}, "'layer_1/' is a prefix that ends in '/'; 'first' must, too: 'first/'"),
         ({"at": 3}, "at= takes a text, not 3"),
         ({"weights_only": "no"}, "weights_only= takes True or False, not 'no'"),
