@@ -21,7 +21,7 @@ PYTEST = -m pytest -q -n $(shell $(PYTHON) -c 'import os; print(3 * os.cpu_count
 # What is imported is compiled once (pip leaves that out, see below), and not by each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quick store format lint schemas test check ray cover docs fixtures proto fuzz mutants bench build lock audit demo clean
+.PHONY: help quick store format lint schemas test check cover docs fixtures proto fuzz mutants bench build lock audit demo clean
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -60,18 +60,16 @@ schemas:
 	$(SCHEMA) vendor.citation-file-format CITATION.cff
 SCHEMA = $(BIN)/check-jsonschema -q --builtin-schema
 
-test: $(VENV)/test.done $(VENV)/lint.done ## make lint, and beside it all tests, with TensorFlow, PyTorch and Ray
-	$(MAKE) -j2 lint check ray
+test: $(VENV)/test.done $(VENV)/lint.done ## make lint, and beside it all tests, with TensorFlow and PyTorch
+	$(MAKE) -j2 lint check
 
+# Ray by itself, and twice if need be: a fault in its driver ends the process that it is in, now and then, without a
+# summary of the tests. A test that fails does so both times.
 check:
 	$(BIN)/python -c "import importlib.util as u; assert all(map(u.find_spec, '$(FRAMEWORKS)'.split()))"  # or they would be skipped
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python $(PYTEST) --ignore tests/engine/test_ray.py
-FRAMEWORKS = keras tensorflow tf_keras torch
-
-# By itself, and twice if need be: a fault in Ray's driver ends the process that it is in, now and then, without a
-# summary of the tests. A test that fails does so both times.
-ray:
 	$(RAY) || $(RAY)
+FRAMEWORKS = keras tensorflow tf_keras torch
 RAY = $(BIN)/python -m pytest -q tests/engine/test_ray.py
 
 cover: $(VENV)/test.done ## branch coverage, and which test reaches which line, in .coverage

@@ -23,7 +23,7 @@ from ckptconv.formats.table import TF_TABLE
 from ckptconv.formats.tensorflow import elements, messages_pb2 as pb, objects, table
 from ckptconv.storage.checksum import mask
 
-SECONDS = 4.0  # of processor time; without their bounds these take from ten up to all there are
+SECONDS = 8.0  # of processor time; without their bounds these take from ten up to all there are
 
 
 class Late(BaseException):
