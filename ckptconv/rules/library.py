@@ -205,7 +205,7 @@ def renaming(renames: Sequence[str | tuple[str, str]]) -> Converter:
             a, b = a + "{any...}", b + "{any...}"
         rule = Rule((template(a),), (template(b),))
         if not (a and b) or _bound(rule.targets) - _bound(rule.sources):
-            raise UsageError(f"rename= takes 'FROM=TO', where FROM has each {{name}} of TO, not '{a}={b}'")
+            raise UsageError(f"rename= takes 'FROM=TO', where FROM has each {{name}} of TO, not {'='.join(pair)!r}")
         rules.append(rule)
     rest = (template("{any...}"),)
     return Converter("rename=", (*rules, Rule(rest, rest, optional=True)), every=True)
