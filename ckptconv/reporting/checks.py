@@ -166,7 +166,7 @@ def _odd(p: Picture, limit: Limits) -> Iterator[Finding]:
         return
     s, far = p.stats, limit.get("exploding")
     both = (s.min or 0) < 0 < (s.max or 0)  # variances, which are of one sign, may be large
-    if far is not None and len(t.shape) > 1 and both and s.std and s.std > far and not p.odd["outliers"].count:
+    if far is not None and len(t.shape) > 1 and both and s.std and s.std > far:
         yield Finding("exploding", t.name, f"standard deviation {s.std:.3g}")
     yield from _flat(p)
 
