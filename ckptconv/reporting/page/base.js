@@ -80,9 +80,9 @@ const findings = (() => { // of this page, then those that only the first side h
   const row = new Map(data.names.map((name, i) => [name, i])), uses = new Map(), key = (f) => `${f[0]} ${f[1]} ${f[0] === "constant" ? f[2] : ""}`; // another constant is another finding
   if (converted) compared.rows.forEach(([, sources], i) => { for (const [name] of sources) put(uses, name, i); });
   const at = (name) => row.get(name) ?? name, last = (f) => (along && f.severity !== "note" && !/[,;] (only|also) in /.test(f.text) ? ", only in the last checkpoint" : ""), now = (data.findings || []).map((f) => [f.check, at(f.tensor), f.text + last(f), f.index]);
-  const before = (data.before || []).flatMap((f) => (converted ? uses.get(f.tensor) || [f.tensor] : [at(f.tensor)]).map((i) => [f.check, i, f.text, f.index]));
-  const known = new Set(before.map(key)), here = new Set(now.map(key));
-  const all = [...now.map((f) => [...f, !known.has(key(f))]), ...before.filter((f) => !here.has(key(f))).map(([check, i, text, index]) => [check, i, `${text}, ${GONE}`, index, false])];
+  const before = (data.before || []).map((f) => (converted ? uses.get(f.tensor) || [f.tensor] : [at(f.tensor)]).map((i) => [f.check, i, f.text, f.index])); // of each, for all rows that its tensor went into
+  const known = new Set(before.flat().map(key)), here = new Set(now.map(key)), gone = before.filter((places) => !places.some((f) => here.has(key(f)))).map(([first]) => first);
+  const all = [...now.map((f) => [...f, !known.has(key(f))]), ...gone.map(([check, i, text, index]) => [check, i, `${text}, ${GONE}`, index, false])];
   return all.filter((f) => f[4] || checks[f[0]][0] !== "note"); // a note that is of the first side as well is no news
 })();
 const flags = new Map();
