@@ -103,12 +103,12 @@ def advice(found: Diff, told: Iterable[Note], how: Options) -> Iterator[Note]:
 def stripped(checkpoints: Sequence[Checkpoint], prefixes: Sequence[str]) -> list[Checkpoint]:
     """Checkpoints without these prefixes, which some may lack, the last with hints; UsageError if all lack them."""
     made, wrong = [*checkpoints], list[UsageError]()
-    for i, side in enumerate(checkpoints):
+    for i, side in enumerate(checkpoints if prefixes else ()):
         try:
             made[i] = names.strip_prefixes(side, prefixes)
         except UsageError as e:
             wrong.append(e)
-    if prefixes and len(wrong) == len(made):
+    if len(wrong) == len(made):
         raise wrong[0]
     return [*made[:-1], names.add_hints(made[-1])]
 

@@ -116,7 +116,8 @@ def apply_selection(found: Checkpoint, how: Options) -> Checkpoint:
     found = passes.select(found, how.include, how.exclude)
     if how.strip_prefix:
         found = names.strip_prefixes(found, how.strip_prefix)
-    found = passes.weights_only(found) if how.weights_only else found
+    if how.weights_only:
+        found = passes.weights_only(found)
     if how.keep_going:
         from ..verification.readback import salvage
 

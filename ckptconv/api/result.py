@@ -64,8 +64,10 @@ class Report(Noted):
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
-        out = asdict(self)
-        return out | {"casts": dict(self.casts), "notes": [n.to_json() for n in self.notes]}  # asdict breaks a Counter
+        return asdict(self) | {
+            "casts": dict(self.casts),
+            "notes": [n.to_json() for n in self.notes],
+        }  # asdict breaks a Counter
 
 
 @dataclass(frozen=True, repr=False)

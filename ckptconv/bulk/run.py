@@ -113,22 +113,23 @@ def convert(
 
     Failures of single checkpoints are in the summary; errors that concern all of them are raised.
     """
-    began, made, was_there = time.monotonic(), list[LedgerEntry](), os.path.exists(folder)
-    with closing(Ledger(_ledger_path(folder, options), resume=options.resume, force=options.settings.force)) as book:
+    began, made, path = time.monotonic(), list[LedgerEntry](), _ledger_path(folder, options)
+    had_ledger, had_folder = map(os.path.lexists, (path, folder))
+    with closing(Ledger(path, resume=options.resume, force=options.settings.force)) as book:
         try:
             items = plan(sources, folder, options, book.entries)
-        except CkptError:  # of the sources: nothing is left behind
+        except CkptError:  # of the sources: what was made for them is removed
             with suppress(OSError):
-                if not book.entries:
-                    os.unlink(book.path)
-                if not was_there:
+                if not (had_ledger or book.entries):
+                    os.unlink(path)
+                if not had_folder:
                     os.rmdir(folder)
             raise
         todo = sorted((i for i in items if i.state not in ("done", "problem")), key=lambda i: -i.found.size)
         current = [book.entries[i.destination] for i in items if i.state == "done"]
         book.append(_entry(i, "planned", ours=i.ours, written=i.written) for i in todo)
         _make_folders(folder, todo)
-        for entries in _batches(items, _results(todo, folder, options, book.path), options):
+        for entries in _batches(items, _results(todo, folder, options, path), options):
             made += entries
             if any(e.state == "done" for e in entries) and not files.is_remote(folder) and hasattr(os, "sync"):
                 os.sync()  # one call for hundreds of files, before the ledger records them

@@ -7,6 +7,7 @@ refuse_...         before any value is changed      copy_shared        sources t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -67,14 +68,12 @@ def bodiless(make: Callable[[], Any]) -> Any:
 
 def prefix_hint(missing: Iterable[str], unexpected: Sequence[str]) -> list[str]:
     """Name the prefix that a module around, such as a Sequential, leaves before names of the source or the module."""
-    return [
-        f"strip_prefix={u.removesuffix(m)!r} makes {u} the module's {m}"
-        if u.endswith(f".{m}")
-        else f"load into module.{m.removesuffix(f'.{u}')}, which has {u}"
-        for u in unexpected[:1]
-        for m in missing
-        if u.endswith(f".{m}") or m.endswith(f".{u}")
-    ][:1]
+    for u, m in product(unexpected[:1], missing):
+        if u.endswith(f".{m}"):
+            return [f"strip_prefix={u.removesuffix(m)!r} makes {u} the module's {m}"]
+        if m.endswith(f".{u}"):
+            return [f"load into module.{m.removesuffix(f'.{u}')}, which has {u}"]
+    return []
 
 
 def outline(module: torch.nn.Module) -> Checkpoint:
